@@ -17,6 +17,15 @@ def is_dtensor(value: Any) -> bool:
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
+def placement_classes() -> dict[str, Any]:
+    """Return the placements of DTensors by name. ``torch.distributed.tensor`` has been imported."""
+    tensors = tensors_of_torch()
+    strided = tensors.placement_types._StridedShard  # FSDP over tensor parallelism
+    return {
+        "Shard": tensors.Shard, "StridedShard": strided, "Replicate": tensors.Replicate, "Partial": tensors.Partial
+    }  # fmt: skip
+
+
 def local_of(value: Any) -> Any:
     """Return the local tensor of a DTensor; any other value unchanged."""
     return value._local_tensor if is_dtensor(value) else value

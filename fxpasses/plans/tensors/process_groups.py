@@ -7,6 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fake.seam.dtensor import placement_classes, tensors_of_torch
+
 
 def describe_group(value: Any) -> tuple[Any, ...] | None:
     """Everything about a process group, device mesh or placement that decides what is traced, the same in
@@ -15,8 +17,7 @@ def describe_group(value: Any) -> tuple[Any, ...] | None:
         return None
     if isinstance(value, dist.ProcessGroup):
         return "process group", *_group_facts(value)
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is not None and type(value) in (tensors.Shard, tensors.Replicate, tensors.Partial):
+    if tensors_of_torch() is not None and type(value) in placement_classes().values():
         return "placement", repr(value)
     meshes = sys.modules.get("torch.distributed.device_mesh")
     if meshes is None or not isinstance(value, meshes.DeviceMesh):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fake.seam.dtensor import placement_classes
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.tensors.process_groups import describe_group
 
@@ -136,21 +137,28 @@ def _described(position: int, context: Any, shape: Sequence[Any], stride: Sequen
     return [position, placements, list(shape), list(stride)]
 
 
+_ARGUMENTS = {
+    "Shard": ("dim",),
+    "StridedShard": ("dim", "split_factor"),
+    "Replicate": (),
+    "Partial": ("reduce_op",),
+}
+"""What decides a placement, by its name."""
+
+
 def describe_placement(placement: Any) -> list[Any]:
     """A placement as plain data. Raises NoPlan for placements of other libraries."""
-    tensors = sys.modules["torch.distributed.tensor"]
-    if type(placement) is tensors.Shard:
-        return ["Shard", placement.dim]
-    if type(placement) is tensors.Replicate:
-        return ["Replicate"]
-    if type(placement) is tensors.Partial:
-        return ["Partial", placement.reduce_op]
+    for name, one in placement_classes().items():
+        if type(placement) is one:
+            arguments = {argument: getattr(placement, argument) for argument in _ARGUMENTS[name]}
+            if all(type(value) in (int, str) for value in arguments.values()):
+                return [name, arguments]
     raise NoPlan("a placement that plans do not know", repr(placement))
 
 
 def _load_placements(described: Sequence[Sequence[Any]]) -> list[Any]:
-    tensors = sys.modules["torch.distributed.tensor"]
-    return [getattr(tensors, name)(*rest) for name, *rest in described]
+    classes = placement_classes()
+    return [classes[name](**arguments) for name, arguments in described]
 
 
 def with_wrapped_outputs(described: Sequence[Sequence[Any]], graph: Boxed) -> Boxed:

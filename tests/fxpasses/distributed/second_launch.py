@@ -85,6 +85,15 @@ def read(model):
     shard(model)
 
 
+def read_over_tensor_parallel(model):
+    """Both shard the same dimension: FSDP's placements are strided."""
+    mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("data", "tensor"))
+    for block in model.blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["data"])
+    shard(fully_shard(model, mesh=mesh["data"]))
+
+
 def fully_sharded(model):
     """The hooks of FSDP2 run in Python around each block."""
     for module in (*model.blocks, model):
@@ -258,6 +267,7 @@ RUN = {
     "gathered, no gradients": trained(gathered, grad=False),
     "gathered, sizes": trained(gathered, sizes=(4, 6, 8)),
     "read": trained(read),
+    "read, over tp": trained(read_over_tensor_parallel),
     "read, bfloat16": trained(in_low_precision),
     "fsdp": trained(fully_sharded),
     "ddp": trained(data_parallel, sizes=(4, 4, 4, 4)),

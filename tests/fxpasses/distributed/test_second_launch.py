@@ -7,7 +7,7 @@ from tests.fxpasses.distributed.processes import job
 pytestmark = pytest.mark.slow
 
 CASES = (
-    "tp", "sp", "gathered", "gathered, no gradients", "gathered, sizes", "read", "read, bfloat16", "fsdp", "ddp", "steps of tp", "steps of gathered", "groups", "sizes", "sums", "in turn", "sharded results", "sharded results, no gradients",
+    "tp", "sp", "gathered", "gathered, no gradients", "gathered, sizes", "read", "read, over tp", "read, bfloat16", "fsdp", "ddp", "steps of tp", "steps of gathered", "groups", "sizes", "sums", "in turn", "sharded results", "sharded results, no gradients",
 )  # fmt: skip
 
 
