@@ -25,7 +25,7 @@ def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Ca
         kernel: the kernel to wrap.
     """
     expected = len(schema.returns)
-    holds_tensors = bool(expected) and all(str(r.type) in ("Tensor", "List[Tensor]") for r in schema.returns)
+    holds_tensors = bool(expected) and all(str(r.type) in ("Tensor", _TENSORS) for r in schema.returns)
 
     @functools.wraps(kernel)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -52,27 +52,29 @@ def check_result(qualname: str, schema: Any, result: Any) -> Any:
         KernelReturnError: the schema's return types do not allow the result.
     """
     kinds = [str(r.type) for r in schema.returns]
-    sequence = isinstance(result, (tuple, list))
-    if len(kinds) == 0:
+    if not kinds:
         if result is None:
             return None
-    elif len(kinds) > 1:
-        if (
-            sequence
-            and len(result) == len(kinds)
-            and all(r is None or isinstance(r, torch.Tensor) for r in result)
-        ):
-            return tuple(result)
-    elif kinds[0] == "Tensor":
-        if result is None or isinstance(result, torch.Tensor):
-            return result
-    elif sequence and all(isinstance(r, torch.Tensor) for r in result):
-        return list(result)
+    elif len(kinds) == 1:
+        if _fits(kinds[0], result):
+            return list(result) if kinds[0] == _TENSORS else result
+    elif isinstance(result, (tuple, list)) and len(result) == len(kinds) and all(map(_fits, kinds, result)):
+        return tuple(result)
     raise KernelReturnError(
         f"{qualname}: Unable to cast {result!r} to {', '.join(kinds) or 'None'}: the kernel must return what the "
         f"schema says: {schema}",
         op=qualname,
     )
+
+
+_TENSORS = "List[Tensor]"
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value can be an output of this type. The dispatcher passes on ``None`` in place of a tensor."""
+    if kind == _TENSORS:
+        return isinstance(value, (tuple, list)) and all(isinstance(one, torch.Tensor) for one in value)
+    return value is None or isinstance(value, torch.Tensor)
 
 
 def checked_fake_kernel(qualname: str, schema: Any, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -164,6 +164,19 @@ def test_wrong_list(result):
             call(t())
 
 
+def test_lists_among_several_outputs():
+    @custom_op(fresh_name(), mutates_args=())
+    def op(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return x.clone(), [x + 1, x + 2] if x.sum() < 100 else x.clone()
+
+    for call in (op, op._opoverload, op):
+        one, (two, three) = call(t())
+        assert torch.equal(one + 1, two)
+        assert torch.equal(one + 2, three)
+        with pytest.raises(KernelReturnError, match="Unable to cast"):
+            call(t(200))
+
+
 def test_wrong_number_of_outputs():
     # The dispatcher alone would corrupt its stack.
     @custom_op(fresh_name(), mutates_args=())
