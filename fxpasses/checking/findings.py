@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxpasses.checking.checked_calls import FirstCalls, Rewrite, Trial
-from fxpasses.checking.comparison.values import Mismatch, is_tangent
-from fxpasses.checking.execution.inputs import placeholders
+from fxpasses.checking.comparison.values import Mismatch
+from fxpasses.checking.execution.inputs import is_tangent, placeholders
 from fxpasses.checking.faults.blame import guilty_sites
 
 

@@ -27,7 +27,7 @@ from fxpasses.checking.comparison.same_function import Relation, Rewriting, diff
 from fxpasses.checking.comparison.unreachable import unreachable
 from fxpasses.checking.comparison.windows import Window, changed_values
 from fxpasses.checking.execution.fused_kernels import has_kernels
-from fxpasses.checking.execution.inputs import Unsupported, cloned, placeholders
+from fxpasses.checking.execution.inputs import Unsupported, cloned, describe_input, is_tangent, placeholders
 from fxpasses.checking.execution.interpret import DefinedRun, ExactRun, Poison, Run, allocates
 from fxpasses.graphs.numbers import became, computable
 
@@ -331,17 +331,6 @@ def value_names(gm: fx.GraphModule, kind: str) -> list[str]:
     elif kind == "backward":
         names = [f"gradient {i}" for i in range(len(returned))]
     return names + [f"input {describe_input(node)} after the run" for node in inputs]
-
-
-def is_tangent(node: fx.Node) -> bool:
-    """Whether an input of a joint or backward graph is the gradient of an output."""
-    return str(node.target).startswith("tangents_")
-
-
-def describe_input(node: fx.Node) -> str:
-    """Name an input, with what it is in the user's program if known."""
-    text = node.meta.get("input") or getattr(node.meta.get("desc"), "target", None)
-    return f"{node.name} ({text})" if isinstance(text, str) else node.name
 
 
 def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome:

@@ -187,6 +187,17 @@ def made_up(
     return copies
 
 
+def is_tangent(node: fx.Node) -> bool:
+    """Whether an input of a joint or backward graph is the gradient of an output."""
+    return str(node.target).startswith("tangents_")
+
+
+def describe_input(node: fx.Node) -> str:
+    """Name an input, with what it is in the user's program if known."""
+    text = node.meta.get("input") or getattr(node.meta.get("desc"), "target", None)
+    return f"{node.name} ({text})" if isinstance(text, str) else node.name
+
+
 def scaled(values: Sequence[Any], factor: float) -> list[Any]:
     """Copy inputs with all floats multiplied by a power of two."""
     copies = cloned(values)

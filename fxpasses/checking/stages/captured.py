@@ -16,8 +16,7 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses._torch import outside_tracing, trace_calls
-from fxpasses.checking.comparison.values import is_tangent
-from fxpasses.checking.execution.inputs import Unsupported, cloned, make_tangents, placeholders
+from fxpasses.checking.execution.inputs import Unsupported, cloned, is_tangent, make_tangents, placeholders
 from fxpasses.checking.execution.interpret import RUN_ERRORS, allocates
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
