@@ -54,3 +54,9 @@ def test_folders_inside_a_folder_import_downwards():
     graph.remove_edges_from([(here, there) for here, there in graph.edges if here.startswith(there)])
     assert ("fxpasses/checking/critical", "fxpasses/checking/comparison") in graph.edges
     assert [part for part in nx.strongly_connected_components(graph) if len(part) > 1] == []
+
+
+def test_no_file_is_over_five_hundred_lines():
+    sources = [path for folder in (*architecture.PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 500
+    assert [path.name for path in sources if len(path.read_text().splitlines()) > 500] == []

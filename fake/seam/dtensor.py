@@ -26,6 +26,11 @@ def placement_classes() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def is_plain_placement(value: Any) -> bool:
+    """Return whether a value is a placement that its repr describes completely (a masked one holds a tensor)."""
+    return tensors_of_torch() is not None and type(value) in placement_classes().values()
+
+
 def local_of(value: Any) -> Any:
     """Return the local tensor of a DTensor; any other value unchanged."""
     return value._local_tensor if is_dtensor(value) else value

@@ -409,9 +409,8 @@ class Compiled(Reported, Generic[M]):
         kwargs: dict[str, Any],
         changed: ChangedNumbers | None,
     ) -> Any:
-        from fxpasses.plans.recording.recording import (
-            Recording,  # imports Dynamo and Inductor, needed only now
-        )
+        # It imports Dynamo and Inductor, needed only now.
+        from fxpasses.plans.recording.recording import Recording
 
         folder = cast("Callable[[dict[str, Any]], Path]", store.target)  # not None, as checked above
         known = weakref.ref(self)  # Dynamo's compiled code keeps the recording alive

@@ -9,10 +9,8 @@ import torch
 from torch import fx
 
 from fake.seam.dispatch import OpOverload
-from fake.seam.dtensor import is_dtensor, local_of, mesh_of, tensors_of_torch
+from fake.seam.dtensor import is_dtensor, is_plain_placement, local_of, mesh_of, tensors_of_torch
 
-_PLACEMENTS = frozenset({"Shard", "_StridedShard", "Replicate", "Partial"})
-"""Placements that their repr describes completely (a masked one holds a tensor)."""
 _METHODS = frozenset({"redistribute", "to_local", "full_tensor", "from_local"})
 FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd"})
 """Namespaces of collectives that return a result to wait for."""
@@ -23,18 +21,10 @@ def spec_of(value: Any) -> Any:
     return value._spec if is_dtensor(value) else None
 
 
-def is_placement(value: Any) -> bool:
-    """Whether a value is a DTensor placement that its repr describes completely."""
-    tensors = tensors_of_torch()
-    return (
-        tensors is not None and isinstance(value, tensors.Placement) and type(value).__name__ in _PLACEMENTS
-    )
-
-
 def mesh_and_placements(value: Any) -> tuple[Any, Sequence[Any]] | None:
     """Return a DTensor's mesh and placements; ``None`` if their repr does not describe them fully."""
     placements = value._spec.placements
-    return (value._spec.mesh, placements) if all(map(is_placement, placements)) else None
+    return (value._spec.mesh, placements) if all(map(is_plain_placement, placements)) else None
 
 
 def wraps_or_gathers(node: fx.Node) -> bool:

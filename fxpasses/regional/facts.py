@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch import fx
 
+from fake.seam.dtensor import is_plain_placement
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional._torch_dtensor import FUNCTIONAL
@@ -285,7 +286,7 @@ class _Reader:
             return type(value).__name__, repr(value)
         if isinstance(value, _REPR_TYPES):
             return repr(value)
-        if _torch_dtensor.is_placement(value):
+        if is_plain_placement(value):
             return type(value).__name__, repr(value)
         if _torch_dtensor.mesh_of(value) is not None:
             return self._mesh(value)

@@ -89,7 +89,7 @@ def small_inputs(
                 float(computable(value).abs().max()) if isinstance(value, Tensor) and value.numel() else 0.0
             )
             shares |= {number / size: given.name for number in written if number < _SMALL * size < math.inf}
-    for share in sorted(shares)[-1:]:
+    for share in sorted(filter(None, shares))[-1:]:
         nodes = rewriting.before.graph.nodes
         factors = _scaling_inputs(next(node for node in nodes if node.name == shares[share]))
         names = [node.name for node in rewriting.before.graph.find_nodes(op="placeholder")]

@@ -24,17 +24,16 @@ _PRODUCTS = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.linear, aten.embedding),
     *(aten._scaled_dot_product_flash_attention_for_cpu, aten._to_copy),
 }
-PASS_THROUGH_OPS = {
-    *(aten.view, aten.reshape, aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze),
-    *(aten.clone, aten.alias, aten.detach, aten.slice, aten.select, aten.neg, aten.mul, aten.div),
-    *(aten.as_strided, aten.expand, aten.split, operator.getitem),
-    *(aten._to_copy, prims.convert_element_type, aten._unsafe_view),
-}
-"""Operators whose result may be any numbers if their first argument may be, and the others are numbers."""
 _COPY_OPS = {
     *(aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.clone, aten.alias, aten.detach),
     *(aten._to_copy, prims.convert_element_type),
 }
+PASS_THROUGH_OPS = {
+    *_COPY_OPS,
+    *(aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.slice, aten.select),
+    *(aten.neg, aten.mul, aten.div, aten.as_strided, aten.split, operator.getitem),
+}
+"""Operators whose result may be any numbers if their first argument may be, and the others are numbers."""
 _FACTORS = [*(-(2.0**power) for power in range(8, -45, -4)), *(2.0**power for power in range(-44, 9, 4))]
 """The factors at which to sample a value before solving for one."""
 _HALVINGS = 38
@@ -226,9 +225,9 @@ def _sizes(fake: Tensor) -> list[Any]:
 def copied_value(node: fx.Node) -> fx.Node:
     """Return what a value is a copy of, in the same shape and dtype; itself if it is none."""
     while packet(node) in _COPY_OPS:
-        given = node.args[0]
-        mine, theirs = value_of(node), value_of(given)  # type: ignore[arg-type]
-        if not isinstance(given, fx.Node) or mine.dtype != theirs.dtype or _sizes(mine) != _sizes(theirs):
+        given = node.all_input_nodes[0]
+        mine, theirs = value_of(node), value_of(given)
+        if mine.dtype != theirs.dtype or _sizes(mine) != _sizes(theirs):
             break
         node = given
     return node

@@ -456,10 +456,9 @@ class Recording(Observer, Recorder):
         kind = kind or ("forward" if "forward" in self._graphs else "inference")
         facts = plain_facts(
             self._facts["metadata"], self._without_gradient, self._shards, autocast=self._autocast
-        )
+        ) | {"fixed": self._inputs.are_fixed}
         if self._number_of_outputs != facts["outputs"]:
             raise NoPlan("a graph whose outputs are rearranged")
-        facts |= {"fixed": self._inputs.are_fixed}
         module = Module(fixed=self._inputs.are_fixed, operators=self._trace.operators)
         if kind == FORWARD_ALONE:
             self._content |= self._forward.check_repeatable(self._content, facts, self._trace, self._inputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fake.seam.dtensor import placement_classes, tensors_of_torch
+from fake.seam.dtensor import is_plain_placement
 
 
 def describe_group(value: Any) -> tuple[Any, ...] | None:
@@ -17,7 +17,7 @@ def describe_group(value: Any) -> tuple[Any, ...] | None:
         return None
     if isinstance(value, dist.ProcessGroup):
         return "process group", *_group_facts(value)
-    if tensors_of_torch() is not None and type(value) in placement_classes().values():
+    if is_plain_placement(value):
         return "placement", repr(value)
     meshes = sys.modules.get("torch.distributed.device_mesh")
     if meshes is None or not isinstance(value, meshes.DeviceMesh):
