@@ -18,7 +18,7 @@ from fxpasses.checking.stages.lowered import LoweringCheck
 from fxpasses.checking.stages.staged import in_eager_with_repro
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.backward_capture import with_captured_backward
-from fxpasses.compiling.factors import input_names
+from fxpasses.compiling.factors import CAPTURED_BACKWARD, input_names
 from fxpasses.compiling.history import Compilation, describe_compilation, explain_miss, recent
 from fxpasses.compiling.observing import Observer, RankCheck, recorder
 from fxpasses.compiling.options import Options
@@ -89,6 +89,7 @@ def compile_frame(
         settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}
 
         def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            gm.meta[CAPTURED_BACKWARD] = True
             return compile_frame(gm, example_inputs, mode=mode, options=settings)
 
         return with_captured_backward(compiled, backward, example_inputs)

@@ -17,6 +17,9 @@ from fxpasses._torch import dynamo_config, functorch_config, inductor_config
 from fxpasses.compiling.environment import deciding_variables, own_source
 from fxpasses.compiling.options import Options
 
+CAPTURED_BACKWARD = "captured_backward"
+"""The key in ``meta`` of a graph that the ``compiled_autograd`` option captured."""
+
 
 def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, str]:
     """Describe what determines a compilation besides its graph's calls and the passes, before any stage runs.
@@ -27,9 +30,10 @@ def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options)
         options: the options of the compilation.
 
     Returns:
-        Text by factor name, most general first: versions, environment variables, settings, options, inputs.
+        Text by factor name, most general first: what is compiled, versions, environment variables, settings, options, inputs.
     """
     return {
+        "what is compiled": "a captured backward pass" if gm.meta.get(CAPTURED_BACKWARD) else "a function",
         **compile_surroundings(),
         **deciding_variables(),
         "training mode": _training_mode(gm),

@@ -332,6 +332,16 @@ def test_surroundings_are_factors():
     assert "autocast" in explain_miss(first, second).factor
 
 
+def test_a_captured_backward_pass_is_told_from_a_function():
+    torch._dynamo.reset()
+    options = {"compiler": "eager", "compiled_autograd": True}
+    run = torch.compile(lambda x: (x * x).sum(), backend="fxpasses", options=options)
+    run(torch.ones(3, requires_grad=True)).backward()
+    first, second = fxpasses.compilations()[-2:]
+    difference = explain_miss(first, second).differences[0]
+    assert str(difference) == "what is compiled: a function -> a captured backward pass"
+
+
 def test_what_cannot_be_cached_is_said():
     seen = []
 

@@ -329,6 +329,12 @@ def captured_backward_pass():
     return [*found, torch._C._distributed_c10d._get_work_registry_size()]
 
 
+def captured_on_one_rank():
+    model = shard(nn.Linear(4, 4), init_device_mesh("cpu", (2,)))
+    run = compiled(model, compiled_autograd=RANK == 0)
+    run(torch.ones(2, 4)).sum().backward()
+
+
 def late():
     time.sleep(RANK)
     return compiled(doubled)(torch.ones(1)).item()
@@ -424,6 +430,7 @@ CASES = (
     more_results_now_and_then,
     swapped_where_one_result_has_both,
     captured_backward_pass,
+    captured_on_one_rank,
     late,
     scheduled,
     unchecked,

@@ -96,6 +96,12 @@ def test_other_sizes_are_refused(outcomes):
 
 
 @pytest.mark.slow
+def test_a_rank_that_captures_its_backward_pass_is_named(outcomes):
+    _error(outcomes, "captured_on_one_rank")
+    assert outcomes[0]["captured_on_one_rank"]["factor"] == "what is compiled"
+
+
+@pytest.mark.slow
 def test_two_functions_that_send_the_same_are_told_apart(outcomes):
     text = _error(outcomes, "called_in_another_order")
     assert "in another order" in text
