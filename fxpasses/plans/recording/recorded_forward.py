@@ -120,8 +120,8 @@ class RecordedForward:
         for name in ("updated", "aliases", "changed", "changed_for_autograd", "sharded", "results"):
             if facts[name]:
                 raise NoPlan(_REASON, f"the graph has {name}")
-        if "frame" in content or facts["autocast"]:
-            raise NoPlan(_REASON, "more than a graph, or autocast")
+        if "frame" in content:
+            raise NoPlan(_REASON, "more than a graph")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise NoPlan(_REASON, "one of many processes")
         return {"given": self._given}

@@ -9,12 +9,14 @@ the next call compiles, and its plan has both passes. Calls that might differ wh
 from __future__ import annotations
 
 import collections
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from fake.seam.dispatch import DisableAutocast
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.inputs.surroundings import STATE, state
@@ -162,10 +164,11 @@ def _autograd_function(
         def forward(ctx: Any, rerun: Any, arguments: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
             """Run it. Args: a function that calls the model again, the tensors among the call's arguments,
             and the graph's inputs."""
-            ctx.rerun, ctx.arguments = rerun, len(arguments)
+            ctx.rerun, ctx.arguments, ctx.autocast = rerun, len(arguments), _autocast_state()
             ctx.save_for_backward(*arguments, *(value for value in given if isinstance(value, torch.Tensor)))
             ctx.are_tensors = [isinstance(value, torch.Tensor) for value in given]
-            returned = list(forward_(list(given))[:returns])
+            with DisableAutocast():  # the graph has its casts
+                returned = list(forward_(list(given))[:returns])
             for i in unsafe_views:
                 returned[i] = _torch.unsafe_view(returned[i], returned[i].shape)
             ctx.mark_non_differentiable(
@@ -184,7 +187,9 @@ def _autograd_function(
             needed = [i for i, needs in enumerate(ctx.needs_input_grad[2:]) if needs]
             create_graph = torch.is_grad_enabled()
             check_backward(None, donates=False)
-            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            with torch.enable_grad(), contextlib.ExitStack() as stack:
+                for autocast in ctx.autocast:
+                    stack.enter_context(torch.autocast(*autocast))
                 outputs = ctx.rerun(arguments, inputs)
             pairs = [(outputs[i], g) for i, g in enumerate(gradients) if g is not None and i in outputs]
             pairs = [(output, gradient) for output, gradient in pairs if output.requires_grad]
@@ -208,6 +213,16 @@ def _autograd_function(
             return tuple(result)
 
     return Forward
+
+
+def _autocast_state() -> list[tuple[Any, ...]]:
+    """Return the arguments of the ``torch.autocast`` contexts that bring back the present state."""
+    cache = torch.is_autocast_cache_enabled()
+    return [
+        (device, torch.get_autocast_dtype(device), enabled, cache)
+        for device in ("cpu", "cuda")
+        if (enabled := torch.is_autocast_enabled(device)) or device == "cpu"
+    ]
 
 
 def _detach_non_leaf(argument: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Plans of calls with gradients on whose backward pass did not run: of the forward pass alone."""
 
+import contextlib
 import gc
 import shutil
 import warnings
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 import fxpasses
 from fxpasses.plans.files.plan_files import comes_last
 from fxpasses.plans.running.forward_alone import write_deferred_plans
+from fxpasses.plans.walks.results import tensors_in
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -176,13 +178,24 @@ def test_calls_that_differ_the_second_time_have_none(cache, kind):
     assert forward_once(cache, kind) == []
 
 
-@pytest.mark.slow
-def test_nor_has_a_call_under_autocast(cache):
-    compiled = fxpasses.compile(made(), cache=cache)
+@pytest.mark.parametrize("around", [torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()])
+def test_a_second_call_has_the_autocast_of_the_first(cache, around):
+    x = torch.ones(4, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        compiled(torch.randn(4, 8))
+        fxpasses.compile(made(), cache=cache)(x)
     write_deferred_plans()
-    assert not list(cache.glob("*/*.plan"))
+    model = made()
+    compiled, found = planned(model, cache), []
+    for call in (compiled, model):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = call(x)
+        with around:
+            sum(value.float().sum() for value in tensors_in(out)).backward()
+        found.append([out, *(p.grad for p in model.parameters())])
+    assert fxpasses.stats().plans_used == 1
+    assert out["hidden"].dtype is torch.bfloat16
+    assert_close(*found)
 
 
 @pytest.mark.slow
