@@ -143,6 +143,18 @@ class Pairs(nn.Module):
         return self.second(F.relu(self.first(torch.cat([left, right], -1)))).sum((1, 2))
 
 
+class Neck(nn.Module):
+    """A 1x1 convolution of two images of different sizes, as in the necks of detectors."""
+
+    def __init__(self, small: int = 128, large: int = 64) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(small + large, 64, 1, bias=False), nn.BatchNorm2d(64)
+
+    def forward(self, small: Tensor, large: Tensor) -> Tensor:
+        together = torch.cat([F.interpolate(small, scale_factor=2.0), large], 1)
+        return F.silu(self.norm(self.layer(together)))
+
+
 class Conditioned(nn.Module):
     """A field network: one condition vector is appended to every point."""
 
@@ -297,6 +309,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(
             "condition for 4 x 1024 points",
             lambda: (Conditioned(), (torch.randn(4, 1024, 128), torch.randn(4, 256))),
+        ),
+    ),
+    "move_matmul_before_gather": (
+        Case(
+            "1x1 convolution of images of 16 and 32 pixels, inference",
+            lambda: (Neck().eval(), (torch.randn(1, 128, 16, 16), torch.randn(1, 64, 32, 32))),
+            training=False,
         ),
     ),
     "chunk_logits": (

@@ -34,6 +34,17 @@ class LanguageLoss(nn.Module):
         return F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
 
 
+class Logits(nn.Module):
+    """The logits for images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.model(pixel_values=pixels).logits
+
+
 class PaddedLoss(nn.Module):
     """The loss of a batch whose last sequence is padded."""
 
@@ -132,6 +143,14 @@ def _dropout(name: str, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return built.model, built.inputs
 
 
+def _segformer(size: int = 256) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Build the smallest published version, B0, whose sizes are the default ones."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    model = SegformerForSemanticSegmentation(SegformerConfig(num_labels=150)).eval()
+    return Logits(model), (torch.randn(1, 3, size, size),)
+
+
 def _written_attention(name: str, length: int, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Build a model with the attention that its code writes out, without ``scaled_dot_product_attention``."""
     built = build(name, "eager", batch=2, length=length, training=False, **how)
@@ -142,6 +161,9 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
     "hoist_slices": (
         Case("gpt2, 2 layers, next token after 256", _next_token, training=False),
         Case("vit, 3 layers, 4 images", lambda: _vit(False), training=False),
+    ),
+    "move_matmul_before_gather": (
+        Case("SegFormer B0, an image of 256, inference", _segformer, training=False),
     ),
     "skip_zero_rows": (
         Case("vit, 3 layers, 4 images, training", lambda: _vit(True), partner="hoist_slices"),

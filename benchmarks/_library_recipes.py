@@ -138,6 +138,54 @@ class RecurrentLanguageModel(nn.Module):
         return F.cross_entropy(self.logits(torch.stack(outputs, 1)).flatten(0, 1), tokens[:, 1:].flatten())
 
 
+class MeshGraphNet(nn.Module):
+    """The processor of MeshGraphNets (Pfaff et al. 2021): layers on the edges and nodes of a mesh."""
+
+    def __init__(self, width: int = 128, blocks: int = 3) -> None:
+        super().__init__()
+        self.edges = nn.ModuleList(_mesh_layers(3 * width, width) for _ in range(blocks))
+        self.nodes = nn.ModuleList(_mesh_layers(2 * width, width) for _ in range(blocks))
+
+    def forward(self, x: Tensor, edges: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        for of_edges, of_nodes in zip(self.edges, self.nodes, strict=True):
+            edges = edges + of_edges(torch.cat([x[source], x[target], edges], -1))
+            received = torch.zeros_like(x).index_add(0, target, edges)
+            x = x + of_nodes(torch.cat([x, received], -1))
+        return x
+
+
+def _mesh_layers(inputs: int, width: int) -> nn.Module:
+    layers = [nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width)]
+    return nn.Sequential(*layers)
+
+
+class EdgeConvolutions(nn.Module):
+    """The first two layers of DGCNN (Wang et al. 2019): layers on points and their nearest neighbours."""
+
+    def __init__(self, neighbours: int = 20) -> None:
+        super().__init__()
+        self.neighbours = neighbours
+        self.layers = nn.ModuleList(nn.Conv2d(n, 64, 1, bias=False) for n in (6, 128))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(64) for _ in self.layers)
+
+    def forward(self, points: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            count, channels = points.shape[2], points.shape[1]
+            rows = points.transpose(1, 2)
+            nearest = torch.cdist(rows, rows).topk(self.neighbours, largest=False)[1]
+            start = torch.arange(len(points))[:, None, None] * count
+            others = rows.reshape(-1, channels)[(nearest + start).flatten()].view(*nearest.shape, channels)
+            own = rows[:, :, None].expand_as(others)
+            pairs = torch.cat([others - own, own], -1).permute(0, 3, 1, 2)
+            points = F.leaky_relu(norm(layer(pairs)), 0.2).amax(-1)
+        return points
+
+
+def _mesh(nodes: int = 1000, edges: int = 6000, width: int = 128) -> tuple[Tensor, ...]:
+    ends = torch.randint(nodes, (2, edges))
+    return torch.randn(nodes, width), torch.randn(edges, width), ends[0], ends[1]
+
+
 def _captioner(batch: int, steps: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Captioner(), (torch.randn(batch, 49, 512), torch.randint(5000, (batch, steps + 1)))
 
@@ -181,6 +229,18 @@ RECIPES: dict[str, tuple[Case, ...]] = {
         Case(
             "relation network, 4 x 25 objects, training",
             lambda: (RelationNetwork(), (torch.randn(4, 25, 26), torch.randn(4, 128))),
+        ),
+    ),
+    "move_matmul_before_gather": (
+        Case(
+            "MeshGraphNets, 3 blocks, 6000 edges, inference",
+            lambda: (MeshGraphNet(), _mesh()),
+            training=False,
+        ),
+        Case(
+            "DGCNN, 2 layers, 2 x 512 points, inference",
+            lambda: (EdgeConvolutions().eval(), (torch.randn(2, 3, 512),)),
+            training=False,
         ),
     ),
 }

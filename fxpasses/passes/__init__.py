@@ -46,6 +46,7 @@ from fxpasses.passes.fuse_matmul_sums import FuseMatmulSums
 from fxpasses.passes.fuse_scatter_add import FuseScatterAdd
 from fxpasses.passes.hoist_slices import HoistSlices
 from fxpasses.passes.move_matmul_before_broadcast import MoveMatmulBeforeBroadcast
+from fxpasses.passes.move_matmul_before_gather import MoveMatmulBeforeGather
 from fxpasses.passes.overlap_collectives import OverlapCollectives
 from fxpasses.passes.pack_dropout_rng import PackDropoutRng
 from fxpasses.passes.pack_saved_masks import PackSavedMasks
@@ -72,6 +73,7 @@ __all__ = [
     "FuseScatterAdd",
     "HoistSlices",
     "MoveMatmulBeforeBroadcast",
+    "MoveMatmulBeforeGather",
     "OverlapCollectives",
     "PackDropoutRng",
     "PackSavedMasks",

@@ -194,7 +194,8 @@ def reshape(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
     value = value_of(node)
     try:
         with value.fake_mode:
-            value.view(shape)
+            # Fake tensors accept some views across dimensions of size one that tensors do not.
+            value.squeeze().view(shape)
     except (RuntimeError, ValueError):
         node = call(aten.clone.default, node, memory_format=torch.contiguous_format)
     return call(aten.view.default, node, shape)

@@ -159,6 +159,10 @@ def _pairs(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return both @ weight
 
 
+def _edges(ids: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return torch.cat([x[ids], x[ids.flip(0)]], -1) @ weight
+
+
 def _same_weight(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return (x @ weight).tanh() + (y @ weight).sigmoid()
 
@@ -211,6 +215,7 @@ PROGRAMS = (
     ),
     Program("shared keys", _with_inputs(_shared_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
     Program("pairs", _with_inputs(_pairs, (2, 6, 8), (2, 6, 8), (16, 5))),
+    Program("edges", _with_inputs(_edges, (4, 8), (16, 5), ids=4)),
     Program("one weight", _with_inputs(_same_weight, (3, 8), (3, 8), (8, 8))),
     Program("cross entropy", _with_inputs(_loss, (4, 8), (10, 8), ids=10)),
     Program("sum of products", _with_inputs(_sum_of_products, (20, 2), (2, 18), (20, 2), (2, 18))),
