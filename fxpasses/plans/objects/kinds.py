@@ -45,6 +45,8 @@ CACHED_ON_CLASSES = (
     "___needs_generation_tag_patch", "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
     "__slotnames__",  # copyreg caches them there
 )  # fmt: skip
+FUNCTION_ID = "_autograd_function_id"
+"""How many classes of autograd functions the process had before this one."""
 IGNORED_CLASS_ATTRIBUTES = (
     *CACHED_ON_CLASSES,
     "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "_abc_impl", "__abstractmethods__",

@@ -361,7 +361,7 @@ class Walk(OpenObjects):
         self.watch.attributes(cls, ("__name__", "__qualname__"))
         if _torch.is_trusted(cls):  # its version covers its code, but not its settings
             for name, value in vars(cls).items():
-                if type(value) in kinds.PLAIN and not name.startswith("__"):
+                if type(value) in kinds.PLAIN and not name.startswith(("__", kinds.FUNCTION_ID)):
                     self._emit("attribute", name, repr(value))
             kept = {k: v for k, v in vars(cls).items() if not _torch_notes.is_disabled_copy(cls, k, v)}
             origins = [(name, origin) for name, value in kept.items() if (origin := origin_of(value))]

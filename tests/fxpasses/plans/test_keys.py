@@ -1,5 +1,8 @@
 """What is part of a plan's key: settings that ``torch.compile`` makes itself, floats, hooks."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +81,41 @@ def test_the_numbers_of_hooks_are_those_of_a_process():
     assert digest([_doubled, _doubled_with_kwargs]) == before
     assert digest([_doubled_with_kwargs, _doubled]) != before
     assert digest([_doubled]) != before
+
+
+@pytest.mark.slow
+def test_the_numbers_of_autograd_functions_are_those_of_a_process(tmp_path):
+    """torch counts their classes: another process may have imported others before."""
+    program = (
+        "import sys, torch, fxpasses\n"
+        "for _ in range(int(sys.argv[1])):\n"
+        "    type('Other', (torch.autograd.Function,), {})\n"
+        "from scaling import scale\n"
+        "result = fxpasses.compile(scale, cache=sys.argv[2])(torch.ones(2, requires_grad=True))\n"
+        "result.sum().backward()\n"
+        "print(result.tolist(), fxpasses.stats().plans_used)\n"
+    )
+    (tmp_path / "scaling.py").write_text(
+        "import torch\n"
+        "class Scale(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        return x * 2\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, gradient):\n"
+        "        return gradient * 2\n"
+        "def scale(x):\n"
+        "    return Scale.apply(x) + 1\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    said = [
+        subprocess.run(
+            [sys.executable, "program.py", number, str(tmp_path / "cache")],
+            cwd=tmp_path, capture_output=True, text=True, check=True, timeout=200,
+        ).stdout
+        for number in ("0", "3")
+    ]  # fmt: skip
+    assert said == ["[3.0, 3.0] 0\n", "[3.0, 3.0] 1\n"]
 
 
 def _doubled(module, args, output):
