@@ -68,10 +68,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
         """Return a callable that runs a copy of a graph of the region in float64."""
         graph = copy_graph(gm)
         values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-        return Exact(
-            [value.dtype for value in values if isinstance(value, torch.Tensor)],
-            lambda inputs: ExactRun(graph)(inputs),
-        )
+        return Exact([value.dtype for value in values if isinstance(value, torch.Tensor)], ExactRun(graph))
 
 
 class RegionChecks(Observer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -119,6 +119,7 @@ class DependentValues:
             if node in below and (node.name in names or any(user in above for user in node.users)):
                 above.add(node)
         calls = above - set(given)
+        self._nodes = {node.name: node for node in below}
         beside = {value for node in calls for value in node.all_input_nodes}
         beside |= {node for node in gm.graph.nodes if node.name in names}
         self.is_independent = not any(uses_rng(node) or is_mutating(node) for node in calls)
@@ -134,8 +135,17 @@ class DependentValues:
 
     def at(self, factors: Tensor | float) -> dict[str, Tensor]:
         """Return all values, and the given ones, with elements of these multiplied by broadcast factors."""
+        return self._run_calls(self._calls, factors)
+
+    def _value_at(self, factors: Tensor | float, name: str) -> Tensor:
+        """Return one value, computing no other."""
+        node = self._nodes[name]
+        needed = {node.name, *(value.name for value in ancestors(node))}
+        return self._run_calls(self._calls & needed, factors)[name]
+
+    def _run_calls(self, calls: Set[str], factors: Tensor | float) -> dict[str, Tensor]:
         given = {name: value * factors for name, value in self.start.items()}
-        found = self._run.run_calls(self._calls, {**self._values, **given})
+        found = self._run.run_calls(calls, {**self._values, **given})
         return {**given, **{name: value for name, value in found.items() if name in self._names}}
 
     def with_random_start(self, seed: int, positive: bool) -> DependentValues:
@@ -152,7 +162,10 @@ class DependentValues:
         """The elements of a value with some of them moved by each factor."""
         factors = chosen.new_tensor(_FACTORS, dtype=self._start.dtype)
         return torch.stack(
-            [self.at(torch.where(chosen, factor, 1.0))[name].reshape(chosen.shape) for factor in factors]
+            [
+                self._value_at(torch.where(chosen, factor, 1.0), name).reshape(chosen.shape)
+                for factor in factors
+            ]
         )
 
     def bounds(self, name: str) -> tuple[float, float] | None:
@@ -186,20 +199,20 @@ class DependentValues:
         is_above = above.gather(0, at[None])[0]
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            value = self.at(torch.where(chosen, middle, 1.0))[name].reshape(shape)
+            value = self._value_at(torch.where(chosen, middle, 1.0), name).reshape(shape)
             is_low = (value > goal) == is_above
             low, high = torch.where(is_low, middle, low), torch.where(is_low, high, middle)
         now = torch.where(chosen, low, 1.0)
         now = torch.where(self._reaches_goal(now, name, goal), now, 1.0)
-        found = self.at(now)
         hit = self._reaches_goal(now, name, goal)
         if not bool(hit.any()):
             return None
+        found = self.at(now)
         found[name] = torch.where(hit.view(wanted.shape), wanted, found[name])
         return found
 
     def _reaches_goal(self, factors: Tensor, name: str, goal: Tensor) -> Tensor:
-        return (self.at(factors)[name].reshape(goal.shape) - goal).abs() <= _TOLERANCE * goal.abs()
+        return (self._value_at(factors, name).reshape(goal.shape) - goal).abs() <= _TOLERANCE * goal.abs()
 
 
 def aligned_shape(shape: Sequence[Any], whole: Sequence[Any]) -> list[Any] | None:
