@@ -69,13 +69,13 @@ class MoveMatmulBeforeGather(Pass):
             layer = _layer(node)
             if layer is None:
                 continue
-            plan = _Plan(layer)
-            if plan.step_after(layer.features) is None or plan.gain < self.gain:
+            placement = _Placement(layer)
+            if placement.step_after(layer.features) is None or placement.gain < self.gain:
                 continue
-            if any(aliases.roots(n) & aliases.mutated for n in plan.reads()) or not claim(node):
+            if any(aliases.roots(n) & aliases.mutated for n in placement.reads()) or not claim(node):
                 continue
             returned = returned_values(gm.graph)
-            update_values(gm, [_apply(layer, plan)], returned)
+            update_values(gm, [_apply(layer, placement)], returned)
             aliases, changed = AliasInfo(gm.graph), True
         return changed
 
@@ -125,7 +125,7 @@ def _layer(node: fx.Node) -> _Layer | None:
     return _Layer(node, Features(x, 1, (0, value_of(x).shape[1])), weight, bias)
 
 
-class _Plan:
+class _Placement:
     """Decides before which calls the layer is applied.
 
     Args:
@@ -147,11 +147,12 @@ class _Plan:
             features for features in self._inputs_first(layer.features) if self._is_best_here(features, costs)
         }
         self.order = self._inputs_first(layer.features)
-        before, after = self._multiplications(layer.features), 0.0
-        for features in self.order:
+        before, after, unused = self._multiplications(layer.features), 0.0, {layer.node}
+        for features in reversed(self.order):
             step = self.step_after(features)
             after += self._multiplications(features) if step is None else self._elements(features, step)
-            if step is not None and self._nodes.issuperset(features.node.users):
+            if step is not None and features.node not in unused and unused.issuperset(features.node.users):
+                unused.add(features.node)
                 before += self._elements(features, step) * features.size / self._outputs
         self.gain = before / max(after, 1.0)
 
@@ -209,11 +210,11 @@ class _Plan:
         return _ELEMENT * calls * max(given.rows for given in (features, *step.inputs)) * self._outputs
 
 
-def _apply(layer: _Layer, plan: _Plan) -> fx.Node:
+def _apply(layer: _Layer, placement: _Placement) -> fx.Node:
     call = calls_before(layer.node)
     made: dict[Features, fx.Node] = {}
-    for features in plan.order:
-        step = plan.step_after(features)
+    for features in placement.order:
+        step = placement.step_after(features)
         if step is None:
             made[features] = _multiplied(layer, features, call)
         else:
