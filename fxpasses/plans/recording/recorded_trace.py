@@ -16,7 +16,7 @@ from fxpasses.plans.objects.named_attributes import Names, names_read
 from fxpasses.plans.recording import _torch_compiled as _t
 from fxpasses.plans.recording._torch_effects import changed_objects
 from fxpasses.plans.walks.reads import Read, check_covered, read_of_operator, read_of_result, reads_of
-from fxpasses.plans.walks.replaced import check_methods
+from fxpasses.plans.walks.replaced import check_methods, replacements_in
 from fxpasses.plans.walks.walk import Walk
 
 
@@ -80,7 +80,8 @@ class RecordedTrace:
         Raises:
             NoPlan: some of it cannot be listed.
         """
-        found = [*reads_of(self.codes), *map(read_of_operator, self.operators)]
+        replacements = replacements_in([*self.codes, *self.targets])
+        found = [*reads_of(self.codes), *map(read_of_operator, self.operators), *replacements]
         return dict.fromkeys((*found, *itertools.starmap(read_of_result, _t.constant_result_calls())))
 
     def names(self, walk: Walk) -> Names:

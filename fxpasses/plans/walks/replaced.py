@@ -2,11 +2,13 @@
 
 Torch's version covers what torch's code does, but not which functions it calls:
 ``torch.nn.functional.linear`` and methods of ``torch.Tensor`` are ordinary names. A plan lists the functions
-that traced code and the graph name, with their origins.
+that traced code and the graph name, with their origins. Those that are not torch's own are read in full, since
+their code may change in place.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,16 +29,34 @@ NamedFunction = tuple[str, str, str]
 
 def torch_functions_in(codes: Sequence[types.CodeType]) -> list[NamedFunction]:
     """The torch functions among ``codes`` (traced or in the graph), and those that they call."""
-    found: dict[NamedFunction, None] = {}
+    found = ((module, path, origin_of(value)) for module, path, value in _values_named_in(codes))
+    return list(dict.fromkeys(named for named in found if named[-1]))
+
+
+def replacements_in(codes: Sequence[types.CodeType]) -> list[Read]:
+    """What has been put in the place of torch functions that ``codes`` call. No version covers its code."""
+    found = _values_named_in(codes)
+    return list(
+        dict.fromkeys((module, *path.split(".")) for module, path, value in found if _is_foreign(value))
+    )
+
+
+def _values_named_in(codes: Sequence[types.CodeType]) -> Iterator[tuple[str, str, Any]]:
+    """The torch functions among ``codes``, and all that they name: module, path and value."""
     by_file = loaded_modules()
     for code in dict.fromkeys(codes):
-        if not is_covered_by_version(code):
-            continue
-        for module in by_file[code.co_filename]:
+        for module in by_file[code.co_filename] if is_covered_by_version(code) else ():
             for path in (code.co_qualname, *_called_names(code, module)):
-                if origin := origin_of(_value_at(module, path)):
-                    found[module.__name__, path, origin] = None
-    return list(found)
+                yield module.__name__, path, _value_at(module, path)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether it is a function, or an object that is called like one, of neither torch nor Python."""
+    if isinstance(value, types.FunctionType):
+        return not is_covered_by_version(value.__code__)
+    if not callable(value) or origin_of(value):
+        return False
+    return isinstance(value, functools.partial) or not _torch.is_trusted(type(value))
 
 
 def split_lazy_module_reads(reads: Iterable[Read]) -> tuple[list[Read], list[NamedFunction]]:

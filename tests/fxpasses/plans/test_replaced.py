@@ -18,6 +18,7 @@ from fxpasses.plans.walks.reads import walk_reads
 from fxpasses.plans.walks.replaced import (
     are_functions_unchanged,
     check_methods,
+    replacements_in,
     split_lazy_module_reads,
     torch_functions_in,
     watch_names,
@@ -46,6 +47,46 @@ def test_a_function_that_a_layer_calls(monkeypatch, how):
     assert not walk.watch.holds()
     monkeypatch.undo()
     assert are_functions_unchanged(named)
+
+
+class _Scales:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x, *rest):
+        return x * self.by
+
+
+def _defined_on_one_line(by):
+    """Other values of ``by`` give other code, at the same place in the same file."""
+    namespace = {}
+    exec(compile(f"def scales(x, *rest): return x * {by}", "/patches.py", "exec"), namespace)
+    return namespace["scales"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _defined_on_one_line,
+        lambda by: lambda x, *rest: x * by,
+        _Scales,
+        lambda by: functools.partial(_Scales(by)),
+    ],
+    ids=["other code", "another closure", "another object", "another partial object"],
+)
+def test_what_a_replacement_does(monkeypatch, make):
+    """Torch's code calls it, and it is where the last one was, in a file that has been edited since."""
+
+    def content(by):
+        monkeypatch.setattr(torch, "layer_norm", make(by))
+        reads = replacements_in([F.layer_norm.__code__])
+        return reads, walk_reads(Walk(), reads)
+
+    assert replacements_in([F.layer_norm.__code__]) == []
+    first = content(2)
+    assert ("torch.nn.functional", "torch", "layer_norm") in first[0]
+    assert content(2) == first
+    assert content(3)[1] != first[1]
 
 
 def test_functions_of_others():
