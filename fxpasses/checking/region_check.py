@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.checking.comparison.same_function import is_native
 from fxpasses.checking.execution.interpret import ExactRun
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.observing import Observer, RegionCheck
@@ -68,7 +69,8 @@ class RegionValueCheck(ValueCheck, RegionCheck):
         """Return a callable that runs a copy of a graph of the region in float64."""
         graph = copy_graph(gm)
         values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-        return Exact([value.dtype for value in values if isinstance(value, torch.Tensor)], ExactRun(graph))
+        dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor)]
+        return Exact(dtypes, ExactRun(graph), is_native(graph))
 
 
 class RegionChecks(Observer):

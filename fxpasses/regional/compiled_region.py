@@ -116,10 +116,12 @@ class Exact:
     Attributes:
         dtypes: the tensor dtypes that it was compiled for.
         run: takes the list of sizes and tensors; returns the results, floating-point ones in float64.
+        is_native: whether all its operators are PyTorch's own, which do not round to less than float64.
     """
 
     dtypes: list[torch.dtype]
     run: Callable[[list[Any]], list[Any]]
+    is_native: bool
 
 
 @dataclass(eq=False)

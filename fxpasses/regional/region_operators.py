@@ -175,6 +175,13 @@ def region_work(node: fx.Node) -> list[tuple[int, int]] | None:
     return table[str(node.args[0])].work[direction] if direction else None
 
 
+def is_native(node: fx.Node) -> bool:
+    """Whether a node calls a region whose operators are all PyTorch's own."""
+    direction = _direction_of(node)
+    exact = table[str(node.args[0])].exact.get(direction) if direction else None
+    return exact is not None and exact.is_native
+
+
 def _direction_of(node: fx.Node) -> str:
     """Return which half of a region a node calls, or ``""``."""
     if node.target in _FORWARD:

@@ -38,6 +38,7 @@ from fxpasses.checking.execution.interpret import ExactRun, Poison, allocates
 from fxpasses.exact import Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK, SIGN_REASON
 from fxpasses.graphs.numbers import became, computable
+from fxpasses.regional import region_operators
 
 log = logging.getLogger(__name__)
 
@@ -355,7 +356,7 @@ def differences_in_float64(
     mine = run.results(inputs)
     huge = ExactRun(before, "huge").results(inputs) if allocates(before) else None
     poisons: tuple[Poison, ...] = ("nan", "huge") if allocates(after) else ("nan",)
-    drift = max(min_difference, DRIFT if _is_native(before) and _is_native(after) else KERNEL_DRIFT)
+    drift = max(min_difference, DRIFT if is_native(before) and is_native(after) else KERNEL_DRIFT)
     for poison in poisons:
         other = ExactRun(after, poison)
         theirs = other.results(inputs)
@@ -463,10 +464,11 @@ def _leaves(mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[int, A
             yield position, len(several[0]), len(several[1])
 
 
-def _is_native(gm: fx.GraphModule) -> bool:
-    """Whether all operators are PyTorch's own, which do not round to less than float64."""
+def is_native(gm: fx.GraphModule) -> bool:
+    """Whether all operators, in regions too, are PyTorch's own, which do not round to less than float64."""
     return all(
         getattr(node.target, "namespace", "aten") in ("aten", "prims", "_c10d_functional")
+        or region_operators.is_native(node)
         for node in gm.graph.nodes
         if node.op == "call_function"
     )

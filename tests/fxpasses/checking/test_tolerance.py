@@ -6,11 +6,12 @@ import re
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fxpasses
 from fxpasses.checking.comparison.rounding import distance, spacing
-from fxpasses.checking.comparison.same_function import differences_in_float64
+from fxpasses.checking.comparison.same_function import differences_in_float64, is_native
 from fxpasses.checking.comparison.values import Reference, compare
 from fxpasses.checking.execution.inputs import cloned
 from fxpasses.checking.execution.interpret import ExactRun, Run
@@ -322,3 +323,43 @@ def test_what_is_more_than_noise_is_one(scale):
     logs = log_gradient(True), log_gradient(False, 1 + 1e-7)
     assert wide(*logs, s[0], g[0, :, :6])
     assert wide(*logs[::-1], s[0], g[0, :, :6])
+
+
+@torch.library.custom_op("checked_tolerance::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+sine.register_fake(torch.empty_like)
+sine.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@pytest.mark.parametrize(("function", "expected"), [(torch.sin, True), (sine, False)])
+def test_regions_compute_in_float64_if_their_operators_do(function, expected):
+    """What follows is compared to the last digits: a gradient may be small."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x + function(self.linear(x))
+
+    found = []
+
+    def look(gm):
+        regions = [node for node in gm.graph.nodes if getattr(node.target, "namespace", "") == "fxpasses"]
+        found.append((bool(regions), is_native(gm)))
+        return False
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Layer() for _ in range(4)), nn.Linear(4, 2))
+    passes = ["default", fxpasses.graph_pass(look, name="look", graphs=["joint"])]
+    options = {"compiler": "eager", "check": "values", "regions": "always", "passes": passes}
+    torch.compile(model, backend="fxpasses", options=options)(torch.randn(3, 4)).sum().backward()
+    assert (True, expected) in found
+    assert (True, not expected) not in found
