@@ -171,16 +171,16 @@ def _find_near_dtype_max(
     def has_headroom(power: float) -> bool:
         return all(_is_finite(value, _HEADROOM) for value in taken(power))
 
-    def is_finite_with_headroom(power: float) -> bool:
-        return has_headroom(power) and _is_finite_at(window.before, taken, power, inside=True)
+    def is_finite(power: float) -> bool:
+        return _is_finite_at(window.before, taken, power, inside=True)
 
+    slack = math.log2(_SLACK) / len(drawn.start)
     try:
         if stays_finite(window.after, taken(largest_power(has_headroom) + 1)):
             return None
-        power = float(largest_power(is_finite_with_headroom))
-        for part in (0.5, 0.25, 0.125):
-            power += part * is_finite_with_headroom(power + part)
-        power -= math.log2(_SLACK) / len(drawn.start)
+        power = _largest_power_in_eighths(has_headroom)
+        if not is_finite(power + slack):
+            power = _largest_power_in_eighths(is_finite) - slack
         is_shown = power >= 0 and _overflows_by_far(window.after, taken(power))
     except RUN_ERRORS:
         return None
@@ -189,6 +189,13 @@ def _find_near_dtype_max(
     values = {name: value * 2.0**power for name, value in drawn.start.items()}
     found = with_values_as_inputs(rewriting, values, "nearly as large as the graph stands them")
     return found if _only_after_overflows(found) else None
+
+
+def _largest_power_in_eighths(is_finite: Callable[[float], bool]) -> float:
+    power = float(largest_power(is_finite))
+    for part in (0.5, 0.25, 0.125):
+        power += part * is_finite(power + part)
+    return power
 
 
 def _overflows_by_far(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:

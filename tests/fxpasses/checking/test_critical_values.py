@@ -195,6 +195,11 @@ REACH = {
         lambda a, b: b.mT - a.sum(-1, True) / 512,
         True,
     ),
+    "a mean of squares by its sum": (
+        lambda a, b: (a * a).mean(-1, True) + a,
+        lambda a, b: (a * a).sum(-1, True) / 512 + a,
+        True,
+    ),
     "a scale before a product": (lambda a, b: a @ b / 8, lambda a, b: (a / 8) @ b, False),
     "a half behind a sum": (lambda a, b: a * 0.5 + b.mT * 0.5, lambda a, b: (a + b.mT) * 0.5, False),
     "a small factor behind a sum": (lambda a, b: a * 0.1 + b.mT * 0.1, lambda a, b: (a + b.mT) * 0.1, False),
