@@ -86,6 +86,7 @@ def gradients(out, inputs):
 @pytest.fixture
 def cache(tmp_path):
     tmp_path.chmod(0o700)
+    gc.collect()  # a fake mode of another test that ends later would undo its patch of ``Module._apply`` then
     fxpasses.reset_stats()
     return tmp_path
 
