@@ -70,7 +70,15 @@ class RegionValueCheck(ValueCheck, RegionCheck):
         graph = copy_graph(gm)
         values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor)]
-        return Exact(dtypes, ExactRun(graph), is_native(graph))
+        exact = ExactRun(graph)
+
+        def run(inputs: list[Any]) -> list[Any]:
+            try:
+                return exact(inputs)
+            finally:
+                exact.reset()
+
+        return Exact(dtypes, run, is_native(graph))
 
 
 class RegionChecks(Observer):

@@ -134,10 +134,11 @@ class Run(fx.Interpreter):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph. Args: those of :meth:`torch.fx.Interpreter.run`."""
         raise_if_out_of_time()
-        self._reset()
+        self.reset()
         return super().run(*args, **kwargs)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Drop what the last run has computed."""
         for run in (self, *self._peers):
             run._constants.clear()
             run.env = {}
@@ -171,7 +172,7 @@ class Run(fx.Interpreter):
             The values of these calls, by name.
         """
         self._refuse_unknown()
-        self._reset()
+        self.reset()
         found = {}
         with seeded(seed):
             for node in self.module.graph.nodes:  # type: ignore[union-attr]
@@ -298,6 +299,11 @@ class ExactRun(Run):
         super().__init__(gm, poison, keep, others)
         self.inputs: list[Any] = []
         self.max_relative_error = 0.0
+
+    def reset(self) -> None:
+        """Drop what the last run has computed, and its inputs."""
+        super().reset()
+        self.inputs = []
 
     def _make_peer(self) -> Run:
         return ExactRun(self.module, self._poison, others=False)  # type: ignore[arg-type]
