@@ -11,11 +11,20 @@ import torch
 from torch import fx
 
 from fxpasses.graphs.aliasing import AliasInfo
-from fxpasses.graphs.rewriting import replace, value_of
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
 from fxpasses.pass_manager.pass_base import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._featurewise import Features, Step, step_of
-from fxpasses.passes._matching import calls_before, find_calls, returned_values, shape_of, update_values
+from fxpasses.passes._matching import (
+    RESHAPES,
+    calls_before,
+    find_calls,
+    is_call,
+    restride,
+    returned_values,
+    shape_of,
+    update_values,
+)
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import reshape
 
@@ -226,8 +235,23 @@ def _apply(layer: _Layer, placement: _Placement) -> fx.Node:
             ones = [1] * (value_of(result).dim() - 2)
             bias = call(aten.view.default, bias, [layer.outputs, *ones])
         result = call(aten.add.Tensor, result, bias)
+    old = value_of(layer.node)
+    if not same_metadata(value_of(result), old) and _is_viewed(layer.node):
+        result = restride(result, old, call)
     replace(layer.node, result)
     return result
+
+
+def _is_viewed(node: fx.Node) -> bool:
+    """Whether a view is made of a value, or of what is computed from it: it may need the strides of now."""
+    pending, seen = [node], {node}
+    while pending:
+        users = pending.pop().users.keys() - seen
+        if any(is_call(user, *RESHAPES, aten.as_strided.default) for user in users):
+            return True
+        seen |= users
+        pending.extend(users)
+    return False
 
 
 def _multiplied(layer: _Layer, features: Features, call: Call) -> fx.Node:

@@ -89,6 +89,16 @@ def test_images(function, layout):
     assert_trains(PASS, Wrapped(function, KERNEL), x, dtypes=FLOATS, backward=False)
 
 
+def test_a_view_of_the_result():
+    """The result would have the strides of an expanded tensor."""
+
+    def f(x, kernel):
+        expanded = x[:, :, 0, :1].expand(2, 4, 30)
+        return F.conv1d(expanded, kernel[:, :4, :, 0]).relu().view(2, 90)
+
+    assert_trains(PASS, Wrapped(f, KERNEL), SMALL, dtypes=FLOATS, backward=False)
+
+
 def test_layers_in_a_row():
     def f(x, weight, second):
         h = torch.cat([x[SOURCE], x[TARGET]], -1) @ weight
